@@ -5,9 +5,15 @@
 A first start has an empty cache of compiled code: it compiles the CPU's step, and interprets the scheduler until a background
 thread has compiled it. A second start loads both. Each round has one of each, in this order. The answer is a completion of one
 token over HTTP, from a client that asks every 50 ms. With --smoke, the first start ends before all is compiled.
+
+The server runs in a new environment, which `make serve` of a copy of the working tree installs: without a GPU, it has no torch.
+With --environment own, as with --smoke, the server runs with this Python's packages; the step uses torch if it is installed.
+Python keeps byte code in both: with PYTHONDONTWRITEBYTECODE set, each start would compile all sources of blinkpy.
 """
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,12 +21,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple, Self
 
 import httpx
 import numpy as np
 
 from benchmarks.common.distribution import describe
-from benchmarks.common.harness import ROOT, Flag, Run, check, run_benchmark
+from benchmarks.common.harness import PACKAGES, ROOT, Flag, Run, UsageError, check, run_benchmark
 from benchmarks.serving.systems import free_port
 
 FIRST_S, SECOND_S = 20.0, 3.0  # targets
@@ -30,14 +37,47 @@ UNCHANGED_S = 15.0  # without a new file in the cache after the scheduler's, the
 BODY = {"model": "demo", "prompt": "The old house", "max_tokens": 1}
 
 
-class Served:
-    """A server that is starting. cache: folder of compiled code. log: file for its output."""
+NEW, OWN = "new", "own"  # values of --environment
+INSTALL_S = 1800.0  # time limit of an installation
 
-    def __init__(self, cache: Path, log: Path):
+
+class Installed(NamedTuple):
+    """An installed blinkpy. python: its interpreter. root: its working tree."""
+
+    python: str
+    root: Path
+
+    @classmethod
+    def by_make(cls, folder: Path) -> Self:
+        """A copy of this working tree in a folder, installed as `make serve` does. Raises WrongAnswer if make fails."""
+        root, venv = folder / "blinkpy", folder / "environment"
+        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        for name in subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, text=True).stdout.split("\0"):
+            if name and (ROOT / name).is_file():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(ROOT / name, root / name)
+        # `echo` takes the place of the new interpreter in the last command of `make serve`, which starts the server
+        command = ["make", "serve", f"VENV={venv}", "RUNNER=echo", f"PYTHON={sys.executable}"]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=INSTALL_S)
+        check(done.returncode == 0, f"the installation failed: {done.stderr[-2000:]}")
+        return cls(str(venv / "bin" / "python"), root)
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the packages that a start may import."""
+        code = "import importlib.metadata as m, json; print(json.dumps({one.name: one.version for one in m.distributions()}))"
+        found = json.loads(subprocess.run([self.python, "-c", code], capture_output=True, check=True, text=True).stdout)
+        return {name: found[name] for name in PACKAGES if name in found}
+
+
+class Served:
+    """A server that is starting. installed: its code. cache: folder of compiled code. log: file for its output."""
+
+    def __init__(self, installed: Installed, cache: Path, log: Path):
         self.cache, self.client = cache, httpx.Client(timeout=LIMIT_S)
         self.log, self.url = log, f"http://127.0.0.1:{(port := free_port())}/v1/completions"
-        environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "blinkpy", "serve", "--device", "cpu", "--port", str(port)]
+        environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(installed.root)}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        command = [installed.python, "-m", "blinkpy", "serve", "--device", "cpu", "--port", str(port)]
         self.began = time.monotonic()
         with log.open("wb") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
@@ -77,13 +117,26 @@ class Served:
 
 
 def benchmark(run: Run) -> None:
+    """Measure in the environment that --environment names. Raises UsageError for an unknown one."""
+    if run.options.environment not in (NEW, OWN):
+        raise UsageError(f"--environment must be {NEW} or {OWN}, not {run.options.environment}")
+    with tempfile.TemporaryDirectory(prefix="first-answer-") as made:
+        if run.options.environment == NEW:
+            run.progress("installing")
+            measure(run, Installed.by_make(Path(made)))
+        else:
+            measure(run, Installed(sys.executable, ROOT))
+
+
+def measure(run: Run, installed: Installed) -> None:
+    """Measure all starts, and write the result."""
     times: dict[str, list[float]] = {"first_start_s": [], "all_compiled_s": [], "second_start_s": []}
     for number in range(run.options.rounds):
         with tempfile.TemporaryDirectory(prefix="first-answer-") as made:
             cache, log = Path(made), Path(made) / "server.log"
             for start in ("first_start_s", "second_start_s"):
                 run.progress(f"{start.removesuffix('_s').replace('_', ' ')}s", number, run.options.rounds)
-                server = Served(cache, log)
+                server = Served(installed, cache, log)
                 try:
                     times[start].append(server.wait(server.answers, "an answer"))
                     if start == "first_start_s" and not run.options.smoke:
@@ -93,7 +146,7 @@ def benchmark(run: Run) -> None:
     results = {name: describe(np.array(found), "s") for name, found in times.items() if found}
     for name, limit in (("first_start_s", FIRST_S), ("second_start_s", SECOND_S)):
         run.target(f"first answer of a {name[:-8]} start, median", float(np.median(times[name])), limit, "s")
-    run.write(__doc__, {"rounds": run.options.rounds, **results})
+    run.write(__doc__, {"rounds": run.options.rounds, "packages_of_the_server": installed.versions(), **results})
 
 
 if __name__ == "__main__":
@@ -102,4 +155,5 @@ if __name__ == "__main__":
         "Seconds from the command to the first answer.",
         benchmark,
         rounds=Flag(5, "of a first and a second start", smoke=1),
+        environment=Flag(NEW, f"of the server: {NEW}, as `make serve` installs it, or {OWN}, this Python's", smoke=OWN),
     )
