@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.drafted_requests import NGRAM, constrained_requests, outputs, requests_of
+from support.drafted_requests import NGRAM, constrained_requests, outputs, predictions_of, requests_of
 from support.engine_serving import config_for
 from support.models import model_zoo
 from support.models.draft_heads import RECURRENT_FAMILIES, save_drafting_model
@@ -57,21 +57,12 @@ def test_predictions_change_no_token(rng: np.random.Generator, tmp_path: Path) -
     requests = requests_of(rng) + constrained_requests(rng, tmp_path)
     options = EXACT | {"num_pages": 40}
     without, before = outputs(tmp_path, requests, **options)
-    predictions = {i: predicted(rng, output.tokens, i % 4) for i, output in enumerate(without) if i % 5}
-    drafted, after = outputs(tmp_path, requests, None, predictions, **options, **NGRAM | {"speculative_match": 12})
+    drafted, after = outputs(
+        tmp_path, requests, None, predictions_of(rng, without), **options, **NGRAM | {"speculative_match": 12}
+    )
     assert drafted == without
     assert before["draft_tokens"] == 0 < after["draft_tokens_accepted"] <= after["draft_tokens"]
     assert before["prompt_tokens"] == after["prompt_tokens"] and after["preemptions"] > 0
-
-
-def predicted(rng: np.random.Generator, output: list[int], kind: int) -> list[int]:
-    """The output, the output with about one edit in 8 tokens, its second half, or random tokens."""
-    if kind == 0:
-        return output
-    if kind == 1:
-        edits = [([token], [], [token, token], [6])[int(rng.integers(0, 4)) if rng.random() < 0.125 else 0] for token in output]
-        return [token for edit in edits for token in edit]
-    return output[len(output) // 2 :] if kind == 2 else rng.integers(6, model_zoo.VOCAB, 40).tolist()
 
 
 @pytest.mark.parametrize(

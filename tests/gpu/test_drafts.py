@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.drafted_requests import NGRAM, constrained_requests, outputs, requests_of
+from support.drafted_requests import NGRAM, constrained_requests, outputs, predictions_of, requests_of
 from support.models import model_zoo
 from support.models.draft_heads import RECURRENT_FAMILIES, save_drafting_model
 
@@ -49,6 +49,20 @@ def test_drafts_change_no_output_with_a_grammar(control: str, rng: np.random.Gen
     assert drafted == without
     assert 0 < after["draft_tokens_accepted"] <= after["draft_tokens"]
     assert after["draft_tokens_refused"] > 0
+
+
+@pytest.mark.parametrize("control", ["gpu", "host"])
+def test_predictions_change_no_token(control: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    """Predictions of outputs, of edited outputs, and of other tokens; some requests have a grammar. Batch-invariant, with so few
+    pages that requests are preempted."""
+    model_zoo.save_model("llama3", tmp_path, int(rng.integers(2**31)))
+    requests = requests_of(rng) + constrained_requests(rng, tmp_path)
+    options = {"control": control, "dtype": "float32", "batch_invariant": True, "num_pages": 64}
+    without, before = outputs(tmp_path, requests, **options)
+    how = options | NGRAM | {"speculative_match": 12}  # n-grams of the context rarely match
+    drafted, after = outputs(tmp_path, requests, None, predictions_of(rng, without), **how)
+    assert drafted == without
+    assert before["draft_tokens"] == 0 < after["draft_tokens_accepted"] <= after["draft_tokens"]
 
 
 def test_drafts_in_their_own_graphs(rng: np.random.Generator, tmp_path: Path) -> None:

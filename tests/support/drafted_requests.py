@@ -94,6 +94,21 @@ def constrained_requests(rng: np.random.Generator, folder: Path) -> list[Drafted
     return made
 
 
+def predictions_of(rng: np.random.Generator, outputs: list[Output]) -> dict[int, list[int]]:
+    """Predictions for four of five requests, by their index: of their outputs, of outputs with edits, and of other tokens."""
+    return {i: _predicted(rng, output.tokens, i % 4) for i, output in enumerate(outputs) if i % 5}
+
+
+def _predicted(rng: np.random.Generator, output: list[int], kind: int) -> list[int]:
+    """The output, the output with about one edit in 8 tokens, its second half, or random tokens."""
+    if kind == 0:
+        return output
+    if kind == 1:
+        edits = [([token], [], [token, token], [6])[int(rng.integers(0, 4)) if rng.random() < 0.125 else 0] for token in output]
+        return [token for edit in edits for token in edit]
+    return output[len(output) // 2 :] if kind == 2 else rng.integers(6, model_zoo.VOCAB, 40).tolist()
+
+
 def outputs(
     folder: Path,
     requests: list[DraftedRequest],

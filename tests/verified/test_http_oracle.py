@@ -20,7 +20,7 @@ from support.seeded_bugs import Bug, patched_source, planted
 NIGHTLY = os.environ.get("BLINKPY_PROFILE") == "nightly"
 CASES = 5_000 if NIGHTLY else 150
 HUNT = 3_000  # maximum cases for a bug; most bugs are found within 20, the rarest within 600
-BUGS = 8  # drawn in each run
+BUGS = 5  # drawn in each run
 SEED = int(os.environ["BLINKPY_SEED"])
 
 

@@ -33,7 +33,7 @@ TARGETS = {  # of a smoke run
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", part_of(sorted(TARGETS)))
+@pytest.mark.parametrize("name", part_of(sorted(TARGETS), 5))
 def test_smoke(name: str, tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) < 2 and name in ("parts.front_end_cpu", "parts.queue_round_trip", "serving.fleet_throughput"):
         pytest.skip("two processes that poll need two cores")

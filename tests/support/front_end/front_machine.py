@@ -28,7 +28,7 @@ from blinkpy.scheduler.policies import SHIPPED
 from blinkpy.verify.sim.grammar_supply import RULES
 from blinkpy.verify.sim.world import make_world
 
-_CI = settings(max_examples=120, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+_CI = settings(max_examples=80, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 PROFILES = {"ci": _CI, "nightly": settings(_CI, max_examples=2000, stateful_step_count=150)}
 PROFILE = PROFILES[os.environ.get("BLINKPY_PROFILE", "ci")]
 PAIRS, SEEDS = st.integers(0, 4), st.integers(0, 2**32)
