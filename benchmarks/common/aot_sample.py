@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from itertools import combinations, product
 from typing import Any, NamedTuple
 
-from benchmarks.common.aot_models import STEPS, MetaStep, tables
+import torch
+
+from benchmarks.common.aot_models import MIXED, STEPS, MetaStep, tables
 from blinkpy.kernels.config_files import gpus_with_tables
 
 # Constants that a model passes to any kernel: only whether one is 0 is a choice. Other constants are choices.
@@ -61,8 +63,9 @@ def asked_for(info: dict[str, Any]) -> AskedFor:
 def drawn_steps(forms: list[Any], seed: int) -> Iterator[MetaStep]:
     """Steps of a sample.
 
-    For each model class in each form: DRAWN_STEPS steps of one model, each with one kind of cache. For each kind of form with
-    entries in a table: all steps of one form, with that table.
+    For each model class in each form: DRAWN_STEPS steps of one model, each with one kind of cache. For each kind of recurrence: a
+    mixed step in bfloat16, the only one with prompts by blocks. For each kind of form with entries in a table: all steps of one
+    form, with that table.
     """
     draw = random.Random(seed)
     groups: dict[tuple[str, str], list[Any]] = {}
@@ -72,6 +75,12 @@ def drawn_steps(forms: list[Any], seed: int) -> Iterator[MetaStep]:
         form, first = draw.choice(group), draw.randrange(2)
         for i, shape in enumerate(draw.sample(STEPS, DRAWN_STEPS)):
             yield MetaStep(form, shape, "", bool((first + i) % 2) and not form.model.attention.latent)
+    recurrent: dict[type, list[Any]] = {}
+    for form in forms:
+        if form.model.recurrence is not None and form.dtype == torch.bfloat16:
+            recurrent.setdefault(type(form.model.recurrence), []).append(form)
+    for kind in recurrent.values():
+        yield MetaStep(draw.choice(kind), MIXED, "")
     for gpu in gpus_with_tables():
         measured: dict[Any, list[Any]] = {}
         for form in forms:
